@@ -250,18 +250,19 @@ async def test_a_service_of_another_version_is_read_with_its_own_python(board: F
 async def test_the_pace_changes_both_ways(service: JtopService) -> None:
     """5 s without clients, 1 s with one: the service has one interval for all and must be released in between."""
     source = JtopSource(pauses_s=SOON)
-    intervals: list[float] = []
+    paces: list[list[float]] = []
     async with running(source.run()):
         for interval_s in (5.0, 1.0, 5.0):
             source.set_interval(interval_s)
             await until(lambda w=interval_s: source._interval_s == w and source.latest, within_s=60)
-            before = source.latest
-            await until(lambda b=before: source.latest is not b)
-            intervals.append(source.latest.at_s - before.at_s)
+            paces.append([])
+            for _ in range(2):
+                before = source.latest
+                await until(lambda b=before: source.latest is not b, within_s=60)
+                paces[-1].append(source.latest.at_s - before.at_s)
     assert source.restarts == 0
-    assert intervals[0] > 4
-    assert 0.7 < intervals[1] < 3.5  # a busy machine is late, but not by the other pace
-    assert intervals[2] > 3.5
+    # A busy machine is late with a sample, and the next one is as much too soon; not by the other pace both times.
+    assert max(paces[0]) > 4 and min(paces[1]) < 3.5 and max(paces[1]) > 0.7 and max(paces[2]) > 3.5
 
 
 @pytest.mark.full
