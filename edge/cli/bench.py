@@ -12,7 +12,7 @@ import typer
 
 from edge.cli.options import Engine, Json, Models, Profile, Set, StateDir, folders_of, given, print_lines, print_result
 from edge.errors import UnavailableError, UsageError
-from edge.linux.files import naming
+from edge.linux.files import write_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -166,8 +166,7 @@ def serve(
     command = llama_bench_command(_cmdline(pid), prompt_tokens=prompt_tokens, max_tokens=max_tokens)
     results["llama_bench"] = llama_bench(command, pid) if command else None
     if html is not None:
-        with naming(html):
-            html.write_text(page(results), encoding="utf-8")
+        write_report(html, page(results))
     if as_json:
         typer.echo(json.dumps(results))
         return

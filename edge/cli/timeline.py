@@ -12,7 +12,7 @@ import typer
 
 from edge.cli.options import Json, StateDir, print_lines, print_result
 from edge.errors import UnavailableError, UsageError
-from edge.linux.files import naming
+from edge.linux.files import write_report
 from edge.units import format_bytes, format_seconds
 
 
@@ -42,8 +42,7 @@ def timeline(
         print_lines(comparison(records[-compare[0]], records[-compare[1]]))
         return
     if trace is not None:
-        with naming(trace):
-            trace.write_text(json.dumps(chrome_trace(records[-1])), encoding="utf-8")
+        write_report(trace, json.dumps(chrome_trace(records[-1])))
         typer.echo(f"wrote {trace}: open it in https://ui.perfetto.dev or chrome://tracing")
         return
     chosen = records[-last:]

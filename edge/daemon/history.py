@@ -256,14 +256,20 @@ class Recorder:
 
 def _known_rate(path: Path, file: str) -> tuple[dict[str, Any], bool]:
     """Return the read rate of a file as kept in `path`, or as measured now, and whether it was measured."""
-    known, found = _read_object(path).get(file, {}), identity(file)
-    if known.get("identity") == found:
+    known, found = _read_object(path).get(file), identity(file)
+    if isinstance(known, dict) and known.get("identity") == found and _is_rate(known):
         return known, False
     try:
         rate = measure_read_rate(Path(file), budget_bytes=READ_BYTES)
     except OSError:
         return {}, False
     return {"identity": found} | ({"bytes_s": round(rate.bytes_s), "streams": rate.streams} if rate else {}), True
+
+
+def _is_rate(known: Mapping[str, Any]) -> bool:
+    """Return whether a kept rate has both of its figures, or neither: direct reads could not be made."""
+    figures = [known.get(name) for name in ("bytes_s", "streams")]
+    return figures == [None, None] or all(isinstance(each, int) and not isinstance(each, bool) for each in figures)
 
 
 def _keep_rate(path: Path, file: str, known: dict[str, Any]) -> None:

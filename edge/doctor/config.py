@@ -17,10 +17,11 @@ from edge.doctor.facts import DoctorFacts, RemoteBoard, ServingFacts, WantedMode
 from edge.engine.installed import manifest
 from edge.errors import EdgeError
 from edge.linux.files import visible
+from edge.linux.procfs import lock_holders
 from edge.linux.rpc import connected
 from edge.models.store import Store, standard
 from edge.paths import Folders
-from edge.plan.prepare import engine_for, prepare
+from edge.plan.prepare import HostView, engine_for, prepare
 from edge.plan.remotes import ask_device, check_engine, usable_memory
 from edge.units import format_bytes
 
@@ -112,8 +113,10 @@ def read_serving(
 
 def _with_choice(serving: ServingFacts, config: Config, folders: Folders) -> ServingFacts:
     """Add the model that `edgellm plan` and `up` take where none is configured: in the store, or to be fetched."""
+    # What the engines of a running edgellm hold is free for its own plan.
+    view = HostView(at_boot=bool(lock_holders(folders.lock)))
     try:
-        chosen = next(iter(prepare(config, folders, allow_missing=True).plan.models.values()), None)
+        chosen = next(iter(prepare(config, folders, view, allow_missing=True).plan.models.values()), None)
     except EdgeError as error:
         return replace(serving, plan_problem=str(error), plan_hint=error.hint)
     if chosen is None:

@@ -151,8 +151,8 @@ def _refuse_shared(path: Path) -> None:
         raise ConfigError(f"every user may write to {path}", f"chmod 600 {quoted}")
     if open_to_others(state) and not has_own_group(state):
         raise ConfigError(f"group {state.st_gid} may write to {path}", f"chmod 600 {quoted}")
-    # root reads the keys of the service's user, which lie in root's folder.
-    if state.st_uid not in our_users(os.environ) and (os.geteuid() != 0 or open_to_others(folder)):
+    # In a closed folder no other user put it there: a service's in root's folder, a host's in a container.
+    if state.st_uid not in {*our_users(os.environ), folder.st_uid} and open_to_others(folder):
         raise ConfigError(
             f"{path} belongs to user {state.st_uid}", f"look at its keys, then `chown {os.geteuid()} {quoted}`"
         )

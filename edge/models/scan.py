@@ -120,7 +120,9 @@ class _Walk:
             if not self._outside and self._real not in (target, *target.parents):
                 self._out.append((path, is_folder, depth))
                 return
-        if not self._outside or prepared_by_another(path, os.environ) is None:
+        # Its folder was judged before: from there on, without the links that led to it.
+        place = Path(os.path.realpath(path.parent)) / path.name if self._outside else None
+        if place is None or prepared_by_another(place, os.environ) is None:
             yield from self._allowed(path, is_folder, depth)
 
     def _allowed(self, path: Path, is_folder: bool, depth: int) -> Iterator[Path]:

@@ -95,10 +95,18 @@ class Store:
         return sorted((entry for _, entry in self.entries()), key=lambda entry: entry.order)
 
     def entries(self) -> Sequence[tuple[ModelCandidate, StoreEntry]]:
-        """Return every candidate with its entry; one behind a link out of its folder yields its id to those inside."""
+        """Return every candidate with its entry; one behind a link out of its folder yields its id to those inside.
+
+        One of our own folder yields to those of our own folder only.
+        """
         pairs = [(found, self.entry(found)) for found in self.found()]
-        inside = {entry.id.lower() for found, entry in pairs if not found.linked and entry.verdict is None}
-        return [(found, entry) for found, entry in pairs if not (found.linked and entry.id.lower() in inside)]
+        inside = [entry for found, entry in pairs if not found.linked and entry.verdict is None]
+        taken = {(entry.id.lower(), own) for entry in inside for own in {False, entry.writable}}
+        return [
+            (found, entry)
+            for found, entry in pairs
+            if not (found.linked and (entry.id.lower(), entry.writable) in taken)
+        ]
 
     def found(self) -> Iterable[ModelCandidate]:
         """Yield every candidate once: a hub cache has the same file under each revision."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
 
 from msgspec import Struct, convert, field, to_builtins
 
@@ -372,10 +373,11 @@ class _Download:
 
 
 def _linked_sha256(response: httpx.Response) -> str | None:
-    """Return the SHA-256 that the hub sends with its redirect to a large file."""
-    for answer in (*response.history, response):
+    """Return the SHA-256 that a hub sends with its redirect; any other server could state that of what it sends."""
+    hubs = {"huggingface.co", "hf.co", urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc}
+    for answer in response.history:
         linked = answer.headers.get("X-Linked-Etag", "").strip('"')
-        if re.fullmatch(r"[0-9a-f]{64}", linked):
+        if answer.url.netloc.decode() in hubs and re.fullmatch(r"[0-9a-f]{64}", linked):
             return str(linked)
     return None
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
+
+from edge.daemon import history
+from edge.daemon.history import _known_rate
 from edge.daemon.kept_by_model import SpeedBaseline, key
+from edge.daemon.remembered_launch import identity
 from edge.paths import folders
 
 
@@ -27,3 +33,25 @@ def test_a_damaged_file_is_no_memory(tmp_path: Path) -> None:
     for text in ("", "[]", '{"schema": 9}', '{"schema": 1, "models": {"chat": 3}}', "\0"):
         (places.instance_state / "last_good.json").write_text(text)
         assert SpeedBaseline(places).tokens_s("chat", "k") is None
+
+
+@pytest.mark.parametrize("kept", [None, [], {}, {"bytes_s": 1}, {"bytes_s": "x", "streams": 1}, {"streams": True}])
+def test_a_kept_rate_that_is_none_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: object
+) -> None:
+    """A null in read_rates.json was an AttributeError at each start."""
+    monkeypatch.setattr(history, "measure_read_rate", lambda *_, **__: None)
+    model, path = tmp_path / "m.gguf", tmp_path / "read_rates.json"
+    model.write_bytes(b"x")
+    known = {"identity": identity(str(model))}
+    path.write_text(json.dumps({str(model): {**known, **kept} if isinstance(kept, dict) and kept else kept}))
+    assert _known_rate(path, str(model)) == (known, True)
+
+
+def test_a_kept_rate_is_not_measured_again(tmp_path: Path) -> None:
+    model, path = tmp_path / "m.gguf", tmp_path / "read_rates.json"
+    model.write_bytes(b"x")
+    for figures in ({}, {"bytes_s": 3, "streams": 2}):
+        known = {"identity": identity(str(model)), **figures}
+        path.write_text(json.dumps({str(model): known}))
+        assert _known_rate(path, str(model)) == (known, False)

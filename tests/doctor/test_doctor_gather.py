@@ -20,6 +20,7 @@ from edge import resources
 from edge.board.probe import probe
 from edge.config import load
 from edge.config.devices import DeviceConfig
+from edge.doctor import config as doctor_config
 from edge.doctor import doctor, own_files, service
 from edge.doctor.accounts import Account, first_blocked, reaches, serving_account
 from edge.doctor.check import Check, CheckResult
@@ -34,11 +35,12 @@ from edge.doctor.service import parse_show, read_ports, read_units, unit_files
 from edge.doctor.storage import read_model_folder
 from edge.doctor.wsl import read_environment, read_wsl
 from edge.engine.engine import Engine
+from edge.errors import UsageError
 from edge.linux.procfs import lock_holders
 from edge.linux.rpc import PROTOCOL
 from edge.linux.tree import Tree
 from edge.paths import system_folders
-from edge.plan.prepare import prepare
+from edge.plan.prepare import HostView, prepare
 from edge.service.access import PathUser, creatable
 from tests.doctor.patients import CUDA_ENGINE, patient, places
 from tests.fakes.gguf_writer import Gguf
@@ -510,15 +512,33 @@ def test_without_a_configured_model_the_planners_choice_is_named(tmp_path: Path)
     folders = places(tmp_path)
     Gguf("llama").model().save(folders.models / "Small-Q5_K_M.gguf")
     biggest = (
-        Gguf("llama").model().tensor("extra", 1 << 13, 1 << 13, 1 << 12).save_sparse(folders.models / "Big-F32.gguf")
+        Gguf("llama").model().tensor("extra", 1 << 13, 1 << 13, 1 << 10).save_sparse(folders.models / "Big-F32.gguf")
     )
-    facts = read_facts(Path("/"), folders, {}, {"profile": "cpu"}, measure=False)
-    plan = prepare(load(folders, {"profile": "cpu"}, {}), folders, allow_missing=True).plan
+    flags = {"profile": "cpu", "set": ["reserve=0"]}
+    facts = read_facts(Path("/"), folders, {}, flags, measure=False)
+    plan = prepare(load(folders, flags, {}), folders, allow_missing=True).plan
     (chosen,) = plan.models.values()
     assert facts.serving.model_file == biggest, "for the storage rate"
     assert facts.serving.advised == f"{chosen.model.name}:{chosen.model.quant}" != "Big:F32"
     (check,) = [check for check in examine(facts) if check.name == "config.model"]
     assert facts.serving.advised in f"{check.says} {check.command}" and "Big" not in check.says
+
+
+def test_what_a_running_edgellm_holds_is_free_for_its_own_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    views: list[bool] = []
+
+    def planned(config: object, folders: object, view: HostView, **_: object) -> None:
+        views.append(view.at_boot)
+        raise UsageError("nothing to plan")
+
+    monkeypatch.setattr(doctor_config, "prepare", planned)
+    folders = places(tmp_path)
+    read_facts(Path("/"), folders, {}, {"profile": "cpu"}, measure=False)
+    folders.lock.parent.mkdir(parents=True, exist_ok=True)
+    with folders.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        read_facts(Path("/"), folders, {}, {"profile": "cpu"}, measure=False)
+    assert views == [False, True]
 
 
 def test_a_store_that_cannot_be_planned_is_a_fact(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from edge.linux.files import (
     try_lock,
     writable_by_others,
     write_atomic,
+    write_report,
     write_shared,
 )
 from edge.resources import load_toml
@@ -160,3 +161,23 @@ def test_a_number_of_400_digits_is_no_json_of_ours_and_nothing_in_that_of_others
             "c": -(2**63),
         }
     assert parse_json(str(2**64 - 1)) == 2**64 - 1
+
+
+@pytest.mark.parametrize("kind", ["absent", "link", "fifo", "file"])
+def test_a_report_replaces_what_has_its_name(tmp_path: Path, kind: str) -> None:
+    """Another user may have put a link to a file of root's, or a FIFO, in its place."""
+    path, secret = tmp_path / "report.html", tmp_path / "secret"
+    secret.write_text("secret")
+    if kind == "link":
+        path.symlink_to(secret)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_text("old")
+    write_report(path, "new")
+    assert (path.is_symlink(), path.read_text(), secret.read_text()) == (False, "new", "secret")
+
+
+def test_a_report_to_a_device_that_is_full_is_named() -> None:
+    with pytest.raises(OSError, match="/dev/full"):
+        write_report(Path("/dev/full"), "new")

@@ -325,10 +325,17 @@ def test_a_pull_replaces_what_was_damaged_in_the_store(hub: Hub, models: Path) -
     assert fetch(hub, models, ref, with_projector=True).mmproj, "without it the model was there"
 
 
-def test_the_hubs_hash_is_taken_from_its_redirect(hub: Hub, models: Path) -> None:
+def test_the_hubs_hash_is_taken_from_its_redirect(hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
     hub.faults.append(Fault("corrupt"))
     with pytest.raises(BadDataError, match="SHA-256"):
         fetch(hub, models, f"{hub.url}/acme/Gamma-GGUF/resolve/main/Gamma-Q5_K_M.gguf")
+
+
+def test_no_other_server_states_the_hash_of_what_it_sends(hub: Hub, models: Path) -> None:
+    model = fetch(hub, models, f"{hub.url}/acme/Gamma-GGUF/resolve/main/Gamma-Q5_K_M.gguf")
+    note = read(Path(model.path).parent)
+    assert note and note.files[0].expected is None
 
 
 @pytest.mark.parametrize("kind", ["html", "login"])

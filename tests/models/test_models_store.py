@@ -384,3 +384,13 @@ def test_the_path_of_up_imports_the_standard_library_only() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_link_of_our_own_folder_yields_to_no_file_of_another_store(tmp_path: Path) -> None:
+    """The model that `-m Echo` names, and that `model remove` removes, stays the same beside LM Studio's copy."""
+    own, other, disk = (tmp_path / name for name in ("own", "other", "disk"))
+    for folder in (other, disk):
+        Gguf("llama").model().save(folder / "Echo-Q5_K_M.gguf")
+    own.mkdir()
+    (own / "Echo-Q5_K_M.gguf").symlink_to(disk / "Echo-Q5_K_M.gguf")
+    assert Store(own, [other]).resolve("Echo").path == str(own / "Echo-Q5_K_M.gguf")
