@@ -15,7 +15,7 @@ SOCKET_PATH_MAX_BYTES = 107
 # systemd gives /var/cache/edgellm to the service's user, who could plant sources for a build by root.
 ROOT_CACHE = Path("/var/cache/edgellm-root")
 _XDG = ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
-_LINKS_MAX = 40  # MAXSYMLINKS of the kernel
+LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 _LONGEST_SOCKET_NAME = 40  # 24 bytes of the id, its hash, `~N` of a reload, `.sock`
 _OURS = frozenset({"access", "control"})  # access.log, control.sock
 
@@ -139,7 +139,7 @@ def prepared_by_another(path: Path, env: Mapping[str, str]) -> Path | None:
                 continue
             if state.st_uid not in ours and parent & stat.S_IWOTH:
                 return part
-            if target is not None and len(ways) < _LINKS_MAX:
+            if target is not None and len(ways) < LINKS_MAX:
                 ways.append(part.parent / target / way.relative_to(part))
     return None
 

@@ -241,7 +241,7 @@ def _run_bounded(command: list[str], timeout_s: float, options: Mapping[str, Any
                 if sum(map(len, printed.values())) > _OUTPUT_MAX_BYTES:
                     raise EngineBrokenError(f"{command[0]} {command[1]} prints without end")
             code = child.wait(max(0.0, end_s - time.monotonic()))
-        except BaseException:
+        except BaseException:  # Ctrl-C too: the program has a session of its own and would live on
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             raise

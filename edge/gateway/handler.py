@@ -37,7 +37,7 @@ async def handle(context: Context, request: web.Request) -> web.StreamResponse:
             await context.connections.turns.request()
         response = await _answer(context, request, record, probes_only)
         record.code = response.status
-        if probes_only or (connection is not None and connection.heads.weigh):
+        if probes_only or (connection is not None and connection.heads.too_heavy):
             response.force_close()
         return response
     except (asyncio.CancelledError, ConnectionError):  # aiohttp cancels the handler of a client that left

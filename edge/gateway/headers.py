@@ -82,7 +82,7 @@ class KeptHeads:
         self._is_old = False  # answered; aiohttp's parser keeps a head until it meets the next one
 
     @property
-    def weigh(self) -> bool:
+    def too_heavy(self) -> bool:
         """Whether the connection is better closed than kept with the head of its last request."""
         return self._bytes > _FREE_BYTES and self._everyone.kept_bytes > _ALL_BYTES // 2
 

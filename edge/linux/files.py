@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge.linux.slow_reads import reading
+from edge.paths import LINKS_MAX
 
 CHUNK_BYTES = 1 << 20  # far above the cost of a read(2), far below the cache of a CPU
 # Our largest file, the device answers of one engine, is under 100 kB; a file far beyond that is not ours.
@@ -176,7 +177,6 @@ def visible(path: Path) -> bool:
     return True
 
 
-_LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -202,7 +202,7 @@ def open_followed(path: Path, ours: Collection[int]) -> int:
                 finally:
                     os.close(here)
                 links += 1
-                if links > _LINKS_MAX:
+                if links > LINKS_MAX:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
                 foreign |= {state.st_uid} - set(ours)
                 if target.startswith("/"):

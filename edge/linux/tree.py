@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge.linux.slow_reads import reading
+from edge.paths import LINKS_MAX
 
 _MOST_DIGITS = 20  # of 64 bits
-_LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 _READ_MAX_BYTES = 4 * 2**20  # /var/lib/dpkg/status is the largest file read
 
 
@@ -85,7 +85,7 @@ class Tree:
                 done = done.parent if done != self.root else done
                 continue
             step = done / part
-            if links < _LINKS_MAX and step.is_symlink():
+            if links < LINKS_MAX and step.is_symlink():
                 links += 1
                 target = step.readlink()
                 waiting = [p for p in target.parts if p != "/"] + waiting

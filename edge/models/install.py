@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from edge.errors import BadDataError, ModelMissingError, UsageError
 from edge.linux.files import open_followed, sha256_file
-from edge.linux.tree import parse_count
 from edge.models import receipt
 from edge.models.disk import copy, need_space
 from edge.models.header import open_by_name, read_header
@@ -27,6 +26,7 @@ from edge.models.receipt import InstalledFile, Receipt, now_utc
 from edge.models.source import is_plain
 from edge.models.store import Store, StoreEntry
 from edge.models.verdict import HEALTHY_KINDS
+from edge.paths import our_users
 from edge.units import printable
 
 _FICLONE = 0x40049409  # ioctl: share the blocks of another file (btrfs, xfs)
@@ -97,7 +97,7 @@ class _Judged:
         """Return a new descriptor of a file, the same file for each call. Raises OSError, BadDataError."""
         if path not in self._files:
             try:
-                descriptor = open_followed(path, _ours()) if os.geteuid() == 0 else open_by_name(path)
+                descriptor = open_followed(path, our_users(os.environ)) if os.geteuid() == 0 else open_by_name(path)
             except PermissionError as error:
                 if error.errno != errno.EPERM:
                     raise
@@ -116,11 +116,6 @@ class _Judged:
         now = os.fstat(descriptor)
         if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise BadDataError(f"{printable(str(path))} changed while it was imported", "import it again")
-
-
-def _ours() -> frozenset[int]:
-    """Return the users whose links root follows: its own, and those of the caller of sudo."""
-    return frozenset({0, parse_count(os.environ.get("SUDO_UID", "")) or 0})
 
 
 def _take(

@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from edge.linux.slow_reads import reading
 from edge.models.quant import shard_of
 from edge.models.verdict import HeaderVerdict, bad_name
-from edge.paths import prepared_by_another
+from edge.paths import LINKS_MAX, prepared_by_another
 from edge.units import printable
 
 PARTIAL = ".partial"
 _DEPTH = 8  # a hub cache needs 5
-_LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 # Files and folders that one scan looks at: in the folder (a hub cache may hold data sets), and behind links out of it.
 _ENTRIES_MAX = 100_000
 _LINKED_MAX = 10_000
@@ -218,7 +217,7 @@ def size_of(path: Path) -> int | None:
 
 def _end_of_links(path: Path) -> Path | None:
     """Return the first missing target of a chain of links, as its link writes it; None for a circle."""
-    for _ in range(_LINKS_MAX):
+    for _ in range(LINKS_MAX):
         target = path.readlink()
         path = path.parent / target
         try:
