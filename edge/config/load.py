@@ -62,7 +62,7 @@ def file_layer(path: Path) -> ConfigLayer | None:
         raise ConfigError(f"{path}: {error}", "edgellm.toml is a TOML file") from None
     source = str(path)
     schema = table.pop("schema", SCHEMA)
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema > SCHEMA:
+    if type(schema) is not int or schema > SCHEMA:
         raise ConfigError(f"{source}: schema {schema!r} is newer than this edgellm knows ({SCHEMA})", "update edgellm")
     models = read_models(table.pop("model"), source) if "model" in table else None
     devices = read_devices(table.pop("device"), source, place_of) if "device" in table else None

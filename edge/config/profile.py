@@ -127,7 +127,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}", "a profile is a TOML file; see profiles/README.md") from None
     schema = table.get("schema", SCHEMA)
-    if not isinstance(schema, int) or schema > SCHEMA:
+    if type(schema) is not int or schema > SCHEMA:
         raise ConfigError(f"{path}: schema {schema!r} is newer than this edgellm knows ({SCHEMA})", "update edgellm")
     return table
 

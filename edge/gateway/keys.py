@@ -87,7 +87,7 @@ def presented(headers: Mapping[str, str]) -> tuple[str, ...]:
 def parse(document: Mapping[str, Any]) -> tuple[Key, ...]:
     """Read the keys of a parsed `keys.toml`. Raises ConfigError, whose message never repeats a value of the file."""
     schema = document.get("schema", 1)
-    if not isinstance(schema, int) or schema > 1:
+    if type(schema) is not int or schema > 1:
         raise ConfigError("keys.toml was written by a newer edgellm", "update edgellm")
     entries = document.get("key", [])
     if not isinstance(entries, list):

@@ -58,7 +58,7 @@ def read_settings(path: Path) -> PowerSettings:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}", "edgellm service install writes it") from error
     for key, value in values.items():
-        if key not in _KEYS or not isinstance(value, _KEYS[key]):
+        if key not in _KEYS or type(value) is not _KEYS[key]:  # a bool is an int to isinstance
             raise ConfigError(f"{path}: {key} = {value!r} is not known", f"known: {', '.join(_KEYS)}")
     if values.pop("schema", 1) != 1:
         raise ConfigError(f"{path} has a newer schema", "update edgellm")

@@ -127,6 +127,7 @@ def test_an_index_or_the_value_of_an_option_may_be_a_number(places: Folders) -> 
         ('[gateway]\nunknown_model = "onyl"\n', "did you mean only?"),
         ('[memory]\nreserve = "lots"\n', "memory.reserve wants a size"),
         ("schema = 2\n", "schema 2 is newer than this edgellm knows (1)"),
+        ("schema = true\n", "schema True is newer"),
         ("[set]\nn_ctxx = 1\n", "set: unknown key n_ctxx; did you mean n_ctx?"),
         ("[[model]]\nid = 'a'\n", "model 1: ref is missing"),
         (

@@ -117,6 +117,7 @@ def test_extends_goes_one_level_deep(places: Folders) -> None:
         ("[thermal]\nact = 1\n", "thermal.act wants true or false"),
         ("[gateway]\nhosts = []\n", "unknown key gateway.hosts"),
         ("schema = 9\n", "schema 9 is newer"),
+        ("schema = true\n", "schema True is newer"),
         ("tier = 1\n", "tier wants tables, written [[tier]]"),
         ("not toml", "bad.toml: "),
     ],

@@ -110,6 +110,7 @@ def test_what_is_written_is_read_again(entries: list[tuple[str, bool]]) -> None:
         "[[key]]\nname='a'\nsha256=3",
         "not toml [",
         "schema = 2",
+        "schema = true",
     ],
 )
 def test_a_broken_key_file_is_an_error_that_says_so(tmp_path: Path, text: str) -> None:

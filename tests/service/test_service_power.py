@@ -180,7 +180,9 @@ def test_persistence_mode_that_a_reboot_took_away_is_set_and_put_back_again(gpus
     assert gpus.on == []
 
 
-@pytest.mark.parametrize("text", ["mode = 0", "command = 'x'", "jetson_clocks = 1", "schema = 2", "mode =", None])
+@pytest.mark.parametrize(
+    "text", ["mode = 0", "command = 'x'", "jetson_clocks = 1", "schema = 2", "schema = true", "mode =", None]
+)
 def test_settings_that_are_not_understood_change_nothing(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "power.toml"
     if text is not None:
