@@ -214,7 +214,8 @@ def download(
             hint = f"make room, then {one.again}"
             raise ResumableError(f"the disk is full, {remote.path} is not complete", hint) from error
         if failures >= _TRIES:
-            raise ResumableError(f"{remote.path} broke off after {one.size:,} bytes: {why}", one.again)
+            ended = f"broke off after {one.size:,} bytes" if one.size else "could not be fetched"
+            raise ResumableError(f"{remote.path} {ended}: {why}", one.again)
         sleep(pause)
 
 
@@ -254,9 +255,9 @@ class _Download:
     @property
     def again(self) -> str:
         """Return the hint after an interruption: the next try continues only if the server can prove the file."""
-        return (
-            f"{AGAIN}: it continues from there" if self._known.may_resume else f"{AGAIN}: it starts from the beginning"
-        )
+        if not self.size:
+            return AGAIN
+        return f"{AGAIN}: it {'continues from there' if self._known.may_resume else 'starts from the beginning'}"
 
     @property
     def expected(self) -> str | None:

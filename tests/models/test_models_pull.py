@@ -486,7 +486,7 @@ def test_secrets_of_a_url_are_not_kept(hub: Hub, models: Path) -> None:
 
 
 def test_no_server_at_all(models: Path) -> None:
-    with pytest.raises(ResumableError, match="broke off after 0 bytes"):
+    with pytest.raises(ResumableError, match="could not be fetched: "):
         pull("http://127.0.0.1:9/m.gguf", models, PullOptions(sleep=Pauses()))
     assert leftovers(models) == []
 
