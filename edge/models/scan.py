@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -76,6 +77,7 @@ class _Walk:
         self._out: list[tuple[Path, bool, int]] = []  # links out of the folder: to a folder?, the depth that is left
         self._left = sys.maxsize if every_link else _ENTRIES_MAX
         self._full = self._outside = False
+        self._refused: set[Path] = set()  # every user may write to them
         self.linked: set[Path] = set()
 
     def files(self, depth: int) -> Iterator[Path]:
@@ -121,8 +123,12 @@ class _Walk:
                 return
         # Its folder was judged before: from there on, without the links that led to it.
         place = Path(os.path.realpath(path.parent)) / path.name if self._outside else None
-        if place is None or prepared_by_another(place, os.environ) is None:
+        made = prepared_by_another(place, os.environ) if place else None
+        if made is None:
             yield from self._allowed(path, is_folder, depth)
+        elif made.parent not in self._refused:
+            self._refused.add(made.parent)
+            _note_refused(made)
 
     def _allowed(self, path: Path, is_folder: bool, depth: int) -> Iterator[Path]:
         if is_folder:
@@ -141,11 +147,27 @@ def _is_link(path: Path) -> bool:
 
 
 def _note_rest(folder: Path) -> None:
+    _warn("%s holds too many files to look for models in all of them: the rest is not listed", printable(str(folder)))
+
+
+def _note_refused(made: Path) -> None:
+    try:
+        owner = f"user {made.lstat().st_uid}"
+    except OSError:
+        owner = "another user"
+    _warn(
+        "%s can be written to by every user, so models that others (%s) put there are not listed: take the right away "
+        "(chmod o-w, or the mount option umask=022)",
+        printable(str(made.parent)),
+        owner,
+    )
+
+
+@lru_cache  # said once by a process, which may scan for each model and at each reload
+def _warn(message: str, *values: str) -> None:
     import logging  # late: a start with a small store does without it
 
-    logging.getLogger(__name__).warning(
-        "%s holds too many files to look for models in all of them: the rest is not listed", printable(str(folder))
-    )
+    logging.getLogger(__name__).warning(message, *values)
 
 
 def _is_gguf(path: Path) -> bool:

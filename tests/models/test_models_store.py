@@ -237,7 +237,9 @@ def test_a_users_own_links_to_another_disk_are_followed(models: Path, tmp_path: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_no_link_leads_to_what_another_user_made_where_every_user_may(models: Path, short_dir: Path) -> None:
+def test_no_link_leads_to_what_another_user_made_where_every_user_may(
+    models: Path, short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A link on a USB stick made a file of user `nobody` in /tmp the meaning of `-m good`."""
     open_to_all = short_dir / "tmp"
     theirs = Gguf("llama").model().save(open_to_all / "x" / "Good-Q5_K_M.gguf")
@@ -250,6 +252,10 @@ def test_no_link_leads_to_what_another_user_made_where_every_user_may(models: Pa
         (models / name).symlink_to(open_to_all / target)
     store = Store(models)
     assert {entry.name for entry in store.list()} == {"Alpha", "Beta", "Fine"}
+    said = f"{open_to_all} can be written to by every user, so models that others (user 12345) put there are not listed"
+    assert [said in record.getMessage() for record in caplog.records] == [True], (
+        "a NAS says it once for all of its files"
+    )
     with pytest.raises(ModelMissingError):
         store.resolve("Good")
 
