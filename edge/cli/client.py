@@ -194,9 +194,10 @@ def _running(place: Folders) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def not_running(instance: Folders) -> NotRunningError:
-    return NotRunningError(
-        f"no edgellm is running in {instance.instance_run}", "start one: `edgellm up`, or name it with --state-dir"
-    )
+    hint = "start one: `edgellm up`, or name it with --state-dir"
+    if instance != (system := system_folders()) and _is_closed(system.lock):
+        hint = f"one that root started by hand in {system.run} is seen by root only (sudo); else {hint}"
+    return NotRunningError(f"no edgellm is running in {instance.instance_run}", hint)
 
 
 def _kind(name: str | None) -> type[EdgeError]:

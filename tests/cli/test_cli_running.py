@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from edge.cli import main
 from edge.cli.app import MODULES, build, nouns
-from edge.cli.client import Client, _is_closed, _service_runs, find
+from edge.cli.client import Client, _is_closed, _service_runs, find, not_running
 from edge.cli.running import status_lines
 from edge.errors import EdgeError, UnavailableError
 from edge.linux.files import try_lock
@@ -113,6 +113,7 @@ def test_a_closed_run_folder_alone_is_no_service(state: str, short_dir: Path, mo
     own = folders(env, root_user=False)
     if state in ("inactive", "failed"):
         assert find(env, None) == find(env, None, running=False) == own
+        assert f"root started by hand in {short_dir}/closed is seen by root only" in str(not_running(own).hint)
         return
     says = "may not enter .* to see whether" if state == "unknown" else "runs as a service"
     with pytest.raises(UnavailableError, match=says) as caught:
