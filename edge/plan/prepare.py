@@ -20,7 +20,7 @@ from edge.config.values import ModelConfig, Override, Preset, Profile
 from edge.engine import gpu_code
 from edge.engine.choose import EngineFallback, choose, fallback_now
 from edge.engine.engine import Engine, Flag
-from edge.errors import DeviceMissingError, EngineMissingError, UsageError
+from edge.errors import DeviceMissingError, EngineMissingError, UnavailableError, UsageError
 from edge.linux.files import read_bounded
 from edge.linux.tree import Tree
 from edge.models.store import standard
@@ -108,7 +108,7 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
 
 
 def engine_for(config: Config, profile: Profile, board: Board, folders: Folders, *, needs_gpu: bool) -> Engine:
-    """Return the installed engine that serves this profile. Raises EngineMissingError, UsageError."""
+    """Return the installed engine that serves this profile. Raises EngineMissingError, UnavailableError, UsageError."""
     recipe = profile.preset.recipe or profile.name
     starts = start_records.read(folders.starts)
     capabilities = [gpu.compute_capability for gpu in board.gpus if gpu.compute_capability]
@@ -244,7 +244,15 @@ def limited(memory: MemorySnapshot, limit_bytes: int, reserve: str) -> MemorySna
 
 
 def _memory(view: HostView, board: Board) -> MemorySnapshot:
-    """Return the memory to plan with. Raises UsageError for available memory that this board cannot have."""
+    """Return the memory to plan with.
+
+    Raises UsageError for available memory that this board cannot have, UnavailableError where the memory is unknown.
+    """
+    if not board.memory_bytes:
+        raise UnavailableError(
+            "the memory of this machine is unknown: /proc/meminfo cannot be read",
+            "mount -t proc proc /proc, as root; or `edgellm plan --board NAME` for another machine",
+        )
     if view.available_bytes is not None and not _LEAST_BYTES <= view.available_bytes <= board.memory_bytes:
         raise UsageError(
             f"{format_bytes(view.available_bytes)} of available memory: {board.module} has "

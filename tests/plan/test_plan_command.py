@@ -13,7 +13,7 @@ import pytest
 
 from edge.cli import main
 from edge.config import load
-from edge.errors import DoesNotFitError
+from edge.errors import DoesNotFitError, UnavailableError
 from edge.paths import folders
 from edge.plan.calibration_file import calibration_path, record
 from edge.plan.plan import LaunchPlan, Measured, Settings
@@ -263,3 +263,13 @@ def test_a_service_is_planned_for_the_memory_after_boot(tmp_path: Path, smollm2:
     booted = prepare(config, places, HostView(root, at_boot=True), allow_missing=True)
     budget = booted.plan.models["m"].ladder.plans[0].budget["host"]
     assert budget.available_bytes == 16_000_000 * 1024 - 3 * GIB // 2
+
+
+def test_memory_that_cannot_be_read_is_unknown_and_not_missing(tmp_path: Path, smollm2: Path) -> None:
+    """A container that masks /proc/meminfo: "does not fit" sent its user to a smaller model."""
+    places = folders({}, tmp_path)
+    root = trees.copy("x86-vm", tmp_path / "tree")
+    (root / "proc/meminfo").write_text("")
+    config = load(places, {"profile": "cpu", "engine": "embedded", "model": [f"m={smollm2}"]}, {})
+    with pytest.raises(UnavailableError, match="unknown: /proc/meminfo cannot be read"):
+        prepare(config, places, HostView(root), allow_missing=True)
