@@ -6,7 +6,6 @@ The scan needs numpy, which the package gguf (extra `tools`) brings.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
@@ -121,7 +120,7 @@ def check_deep(model: ModelFile, progress: Report | None = None, *, stores: Sequ
         scan = _Scan(numpy)
         digest = _stream(shard, meta, scan, meter)
         known = note.file(shard.name) if note else None
-        expected, recorded = (known.expected, known.sha256) if known else (_address(shard), None)
+        expected, recorded = (known.expected, known.sha256) if known else (receipt.address(shard), None)
         files.append(FileReport(str(shard), meta.file_bytes, digest, expected, recorded))
         compared = compare_headers(shard, meta)
         differences = None if differences is None or compared is None else [*differences, *compared]
@@ -157,12 +156,6 @@ def compare_headers(path: Path, meta: ModelMeta) -> list[str] | None:
     }
     names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     return [f"{path.name}: {name}: {ours.get(name)} here, {theirs.get(name)} in gguf" for name in names[:10]]
-
-
-def _address(path: Path) -> str | None:
-    """Return the SHA-256 that a content-addressed store gave the file as its name: a blob of Ollama or of the hub."""
-    match = re.fullmatch(r"(?:sha256-)?([0-9a-f]{64})", path.resolve().name)
-    return match[1] if match else None
 
 
 class _Scan:

@@ -126,7 +126,10 @@ def _take(
     link: Callable[[os.stat_result], bool],
     stores: Sequence[Path],
 ) -> InstalledFile:
-    """Link or copy one file, and compare it with the hash that a receipt beside it gives. Raises BadDataError."""
+    """Link or copy one file, and compare it with the hash that its store gives: a receipt, or the name of a blob.
+
+    Raises BadDataError.
+    """
     meter.what = source.name
     with FileIO(judged.open(source), "rb") as reader:
         digest = _taken(reader, target, meter, link(judged.state(source)))
@@ -134,9 +137,7 @@ def _take(
     taken = InstalledFile(target.name, target.stat().st_size, digest)
     note = receipt.read(source.parent)
     known = note.file(source.name) if note else None
-    if known is None:
-        return taken
-    if taken.sha256 != (known.expected or known.sha256):
+    if taken.sha256 != ((known.expected or known.sha256) if known else receipt.address(source) or taken.sha256):
         target.unlink()
         hint = "`edgellm model check --deep` shows it; pull it again"
         raise BadDataError(f"{source} is not what was fetched: its hash differs", hint)

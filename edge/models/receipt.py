@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -137,3 +138,9 @@ def read(folder: Path) -> Receipt | None:
         return convert(data, Receipt) if data["schema"] <= SCHEMA else None
     except (OSError, ValueError, KeyError, TypeError):  # msgspec's ValidationError is a ValueError
         return None
+
+
+def address(path: Path) -> str | None:
+    """Return the SHA-256 that a content-addressed store gave the file as its name: a blob of Ollama or of the hub."""
+    match = re.fullmatch(r"(?:sha256-)?([0-9a-f]{64})", path.resolve().name)
+    return match[1] if match else None

@@ -118,6 +118,26 @@ def test_what_changed_since_it_was_fetched_is_not_imported(tmp_path: Path, link:
     assert source.exists() and not list((tmp_path / "models").rglob("*.gguf"))
 
 
+@pytest.mark.parametrize("damaged", [True, False])
+@pytest.mark.parametrize("name", ["blobs/sha256-{}", "blobs/{}"])
+def test_a_blob_that_its_name_does_not_hash_is_not_imported(tmp_path: Path, name: str, damaged: bool) -> None:
+    """A cache of Ollama or of the hub that came on a USB stick: each file has its SHA-256 as its name."""
+    file = Gguf("llama").model().save(tmp_path / "Alpha-Q5_K_M.gguf")
+    digest = sha256_file(file)
+    if damaged:
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    blob = tmp_path / name.format(digest)
+    blob.parent.mkdir()
+    file.rename(blob)
+    file.symlink_to(blob)
+    if damaged:
+        with pytest.raises(BadDataError, match="not what was fetched"):
+            import_model(file, tmp_path / "models")
+    else:
+        note = read(Path(import_model(file, tmp_path / "models").path).parent)
+        assert note and note.files[0].expected is None, "the stick's own word is no comparison"
+
+
 def exchange_before_the_copy(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
     """Run `change` after everything was judged, when the first file is taken."""
     taken, once = install._taken, [change]
