@@ -350,9 +350,9 @@ class _Download:
         return have
 
     def _changed(self, response: httpx.Response, total: int | None) -> bool:
-        """Return whether the server has another file now. With a hash ETags do not count: mirrors have their own."""
-        etag = response.headers.get("ETag")
-        if not self._known.sha256 and self._known.etag and etag and etag != self._known.etag:
+        """Return whether the server has another file now. With a hash no validator counts: mirrors have their own."""
+        now = response.headers.get("ETag" if self._known.etag else "Last-Modified")
+        if not self._known.sha256 and self._known.validator and now and now != self._known.validator:
             return True
         return self._known.total is not None and total != self._known.total
 

@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -65,6 +66,7 @@ class Hub:
     gated_files: bool = False  # the list is open, as the real hub's of a gated repository is
     ranges: bool = True
     etags: bool = True
+    dates: bool = False  # Last-Modified is sent, and If-Range ignored
     linked: bool = True  # X-Linked-Etag in redirects, LFS hashes in listings
     commit: str = COMMIT
     faults: list[Fault] = field(default_factory=list)
@@ -236,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
         start, end, ranged = 0, size - 1, False
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         guard = self.headers.get("If-Range")
-        if asked and self.hub.ranges and fault.kind != "ignore_range" and guard in (None, etag):
+        if asked and self.hub.ranges and fault.kind != "ignore_range" and (guard in (None, etag) or self.hub.dates):
             start, end, ranged = int(asked[1]), min(size - 1, int(asked[2] or size - 1)), True
             if start >= size:
                 self.reply(416, b"", headers={"Content-Range": f"bytes */{size}"})
@@ -248,6 +250,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if ranged else 200)
         if self.hub.etags:
             self.send_header("ETag", etag)
+        if self.hub.dates:
+            self.send_header("Last-Modified", formatdate(path.stat().st_mtime, usegmt=True))
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Type", "application/octet-stream")
         if fault.kind == "gzip":

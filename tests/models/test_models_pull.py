@@ -219,11 +219,14 @@ def test_a_206_with_another_total_is_not_believed(hub: Hub, models: Path) -> Non
     assert Path(fetch(hub, models, url_of(hub)).path).read_bytes() == source_bytes(hub)
 
 
-def test_a_file_that_changed_meanwhile_starts_anew(hub: Hub, models: Path) -> None:
-    """The validator: old and new bytes are never mixed."""
+@pytest.mark.parametrize("validator", ["ETag", "Last-Modified"])
+def test_a_file_that_changed_meanwhile_starts_anew(hub: Hub, models: Path, validator: str) -> None:
+    """The validator: old and new bytes are never mixed, by a server that ignores If-Range neither."""
+    hub.etags, hub.dates = validator == "ETag", validator == "Last-Modified"
     interrupted(hub, models, url_of(hub))
     changed = Gguf("llama", fill=2).model(n_layer=BIG_LAYERS, type="Q5_K")
-    changed.save(hub.root / "acme/Gamma-GGUF/Gamma-Q5_K_M.gguf")
+    path = changed.save(hub.root / "acme/Gamma-GGUF/Gamma-Q5_K_M.gguf")
+    os.utime(path, (path.stat().st_mtime + 60,) * 2)
     assert Path(fetch(hub, models, url_of(hub)).path).read_bytes() == changed.bytes()
 
 
