@@ -135,7 +135,8 @@ class Control:
             self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a disk that turned read-only
+                self._path.unlink()
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response(self._operations.status())

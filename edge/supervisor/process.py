@@ -250,13 +250,16 @@ class Child:
 def spawn(argv: Sequence[str], env: Mapping[str, str], socket_path: Path, limits: ProcessLimits | None = None) -> Child:
     """Start an engine. The word `{socket}` of argv becomes its socket.
 
-    Raises UnavailableError if the binary cannot be executed.
+    Raises UnavailableError if the binary cannot be executed, or a former child's socket cannot be removed.
     """
     limits = limits or ProcessLimits()
     if "{socket}" in argv:
         with contextlib.suppress(OSError):  # removed under a running process: each start would fail until the last one
             private_dir(socket_path.parent)
-    socket_path.unlink(missing_ok=True)  # a former child's: the instance lock excludes other owners
+    try:
+        socket_path.unlink(missing_ok=True)  # a former child's: the instance lock excludes other owners
+    except OSError as error:  # a disk that turned read-only: this model does not start, the others serve on
+        raise UnavailableError(f"cannot start {argv[0]}: {error}", "see `dmesg` for errors of the disk") from error
     spawned_at_s = time.monotonic()
     group = control_group.create()
     entry = _open_entry(group)

@@ -395,4 +395,5 @@ class Supervisor:
             await self.watch.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
         # A client that connects to a socket without a listener gets ECONNREFUSED, to none ENOENT: both mean retry.
-        self._socket_path.unlink(missing_ok=True)
+        with suppress(OSError):  # gone, or on a disk that turned read-only
+            self._socket_path.unlink()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,7 @@ import pytest
 
 from edge.cli import _explained
 from tests.fakes import llama_switches
-from tests.serving import Up, edgellm, environment
+from tests.serving import Up, edgellm, environment, eventually
 
 MOUNT = 'for each in $FOLDERS; do mount --bind "$each" "$each" && mount -o remount,ro,bind "$each" || exit 9; done\n'
 CLOSED = "read-only file system" if os.geteuid() == 0 else "permission denied"
@@ -79,6 +81,30 @@ def test_up_serves_with_everything_read_only_but_its_run_folder(state: Path, sho
     assert [text for text in notes if "starts and crashes are not kept" in text], "what is lost is named, once"
     assert "Traceback" not in up.output and up.process.returncode == 0
     assert [list(folder.iterdir()) for folder in closed.folders] == [[]] * 4
+
+
+def test_a_disk_that_turns_read_only_costs_the_model_that_dies_and_no_other(
+    state: Path, short_dir: Path, smollm2: Path
+) -> None:
+    """errors=remount-ro on a failing SD card: the dead engine's socket cannot be removed, which ended `up`."""
+    closed = ReadOnly()
+    arguments = ("-p", "cpu", "-m", f"a={smollm2}", "-m", f"b={smollm2}", "--engine", str(engine(short_dir / "engine")))
+    with Up(state, *arguments, env=closed.env, program=(*closed.program, "up")) as up:
+        up.wait_for("ok", "degraded")
+        run_folder = state / "run/main"
+        if os.geteuid() == 0:
+            enter = ("nsenter", "-t", str(up.process.pid), "-m", "mount")
+            subprocess.run([*enter, "--bind", run_folder, run_folder], check=True)
+            subprocess.run([*enter, "-o", "remount,ro,bind", run_folder], check=True)
+        else:
+            run_folder.chmod(0o555)
+        status = json.loads(edgellm("status", "--json", "--state-dir", str(state)).stdout)
+        os.kill(status["models"]["a"]["pid"], signal.SIGSEGV)
+        eventually(lambda: "FAILED" in httpx.get(f"{up.url}/readyz/a").text, lambda: up.output)
+        body = {"model": "b", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        assert httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    run_folder.chmod(0o755)
+    assert "Traceback" not in up.output and up.process.returncode == 1, "1: a model has failed"
 
 
 def test_commands_without_a_folder_to_write_in(state: Path, short_dir: Path, smollm2: Path) -> None:

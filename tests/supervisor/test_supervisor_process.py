@@ -88,6 +88,13 @@ def test_a_socket_that_was_left_behind_is_removed(short_dir: Path, children: lis
     assert not (short_dir / "m.sock").exists()
 
 
+def test_a_socket_that_cannot_be_removed_stops_this_model_only(short_dir: Path) -> None:
+    """A disk that turned read-only: the OSError ended `up` and all of its models."""
+    (short_dir / "m.sock").mkdir()  # unlink(2) refuses it, for root too
+    with pytest.raises(UnavailableError, match=r"cannot start .*m\.sock"):
+        spawn((*PYTHON, WAIT), {}, short_dir / "m.sock")
+
+
 def test_a_run_folder_that_was_removed_is_made_again(short_dir: Path, children: list[Child]) -> None:
     """An `rm -r` of the state folder of a running edgellm: the next crash must not be the last start."""
     bind = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1]); print('{}', flush=True); " + WAIT
