@@ -19,6 +19,7 @@ from msgspec import Struct, field, to_builtins
 from edge.engine.inspect import Identity, identity
 from edge.linux.files import parse_foreign_json
 
+SILENCE_S = 600.0  # a long prompt on a slow board
 # Ordinary text: random bytes would take several tokens a word and make prompts longer than asked for.
 WORDS = "The quick brown fox jumps over the lazy dog. "
 
@@ -74,7 +75,11 @@ class ServeBench:
         prompt_tokens: int,
         max_tokens: int,
     ) -> None:
-        self._http = {"base_url": url, "headers": {"Authorization": f"Bearer {key}"} if key else {}, "timeout": 600.0}
+        self._http = {
+            "base_url": url,
+            "headers": {"Authorization": f"Bearer {key}"} if key else {},
+            "timeout": SILENCE_S,
+        }
         self._model = model
         self._watts = watts
         # About 10 tokens a sentence in most vocabularies; the engine counts the real ones.

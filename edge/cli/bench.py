@@ -142,7 +142,8 @@ def serve(
     state_dir: StateDir = None,
 ) -> None:
     """Measure the running edgellm: first token, tokens/s at 1 … slots clients, energy, drift."""
-    from edge.bench.serve import ServeBench, document, llama_bench, llama_bench_command, page
+    from edge.bench.serve import SILENCE_S, ServeBench, document, llama_bench, llama_bench_command, page
+    from edge.cli.chat import key_of, named_faults
     from edge.cli.client import Client, find
 
     client = Client(find(os.environ, state_dir))
@@ -154,14 +155,16 @@ def serve(
     slots = int(status["models"][name].get("slots") or 1)
     # Beyond the slots requests queue: more clients measure the queue.
     levels = _levels(clients) if clients else sorted({1, *range(2, slots + 1)})
-    key = os.environ.get("EDGELLM_API_KEY")
-    bench = ServeBench(url, name, key, lambda: _watts(client), prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    bench = ServeBench(
+        url, name, key_of(os.environ), lambda: _watts(client), prompt_tokens=prompt_tokens, max_tokens=max_tokens
+    )
 
     async def measured() -> list[LoadLevel]:
         return [await bench.level(count, seconds) for count in levels]
 
     about = {"engine": status["engine"], "version": status["version"], "max_tokens": max_tokens}
-    results = document(name, about, asyncio.run(measured()))
+    with named_faults(url, SILENCE_S):
+        results = document(name, about, asyncio.run(measured()))
     pid = int(status["models"][name].get("pid") or 0)
     command = llama_bench_command(_cmdline(pid), prompt_tokens=prompt_tokens, max_tokens=max_tokens)
     results["llama_bench"] = llama_bench(command, pid) if command else None

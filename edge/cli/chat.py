@@ -6,7 +6,8 @@ import json
 import os
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -52,10 +53,7 @@ def chat(
     an incomplete answer; one that --max-tokens ended is complete.
     """
     most = max_tokens or MOST_TOKENS
-    key = os.environ.get(KEY_VARIABLE, "")
-    if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"{KEY_VARIABLE} holds no key", "a key is ASCII; `edgellm key add NAME` makes one")
-    server = ChatServer(url or server_url(os.environ, state_dir), key or None)
+    server = ChatServer(url or server_url(os.environ, state_dir), key_of(os.environ))
     messages = [{"role": "system", "content": system}] if system else []
     if not text and not as_json and sys.stdin.isatty():
         _converse(server, messages, model or server.first_model(), most)
@@ -235,31 +233,18 @@ class ChatServer(Struct, frozen=True):
         answer = Answer()
         # An argument or a line of a pipe that is no UTF-8 holds lone surrogates.
         body, kind = json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"), "application/json"
-        try:
-            with (
-                self._client() as client,
-                client.stream(
-                    "POST", f"{self._base}/v1/chat/completions", content=body, headers={"Content-Type": kind}
-                ) as got,
-            ):
-                if got.status_code != 200:
-                    got.read()
-                    raise _failure(got.status_code, _error(_json(got.text)))
-                for line in got.iter_lines():
-                    _take(line, answer, screen)
-        except httpx.ConnectError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                hint = "export SSL_CERT_FILE=… names a certificate to trust"
-                raise UnavailableError(f"the certificate of {self.url} is not trusted here", hint) from error
-            raise NotRunningError(f"nothing answers at {self.url}", "start it: `edgellm up`") from error
-        except httpx.TimeoutException as error:
-            raise TimedOutError(
-                f"{self.url} sent nothing for {SILENCE_S:.0f} s", "`edgellm status` shows its state"
-            ) from error
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:  # UnicodeError: a host's name
-            raise UsageError(f"not a URL: {self.url!r}", "write it like http://127.0.0.1:8080") from error
-        except httpx.HTTPError as error:
-            raise _broken() from error
+        with (
+            named_faults(self.url),
+            self._client() as client,
+            client.stream(
+                "POST", f"{self._base}/v1/chat/completions", content=body, headers={"Content-Type": kind}
+            ) as got,
+        ):
+            if got.status_code != 200:
+                got.read()
+                got.raise_for_status()
+            for line in got.iter_lines():
+                _take(line, answer, screen)
         screen.finish(answer)
         if answer.finish_reason in (None, "error"):  # the connection closed in order, but the engine had not ended
             raise _broken()
@@ -274,6 +259,34 @@ class ChatServer(Struct, frozen=True):
         timeout = httpx.Timeout(SILENCE_S, connect=5.0)
         # The server is on this machine or in its network: no proxy.
         return httpx.Client(timeout=timeout, trust_env=False, verify=_trust(self._base), headers=headers)
+
+
+def key_of(env: Mapping[str, str]) -> str | None:
+    """Return the key of EDGELLM_API_KEY. Raises UsageError for what is none."""
+    key = env.get(KEY_VARIABLE, "")
+    if not key.isascii() or not key.isprintable():
+        raise UsageError(f"{KEY_VARIABLE} holds no key", "a key is ASCII; `edgellm key add NAME` makes one")
+    return key or None
+
+
+@contextmanager
+def named_faults(url: str, silence_s: float = SILENCE_S) -> Iterator[None]:
+    """Raise an EdgeError that names the fault for each of httpx's, and for an answer that is an error."""
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        raise _failure(error.response.status_code, _error(_json(error.response.text))) from error
+    except httpx.ConnectError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            hint = "export SSL_CERT_FILE=… names a certificate to trust"
+            raise UnavailableError(f"the certificate of {url} is not trusted here", hint) from error
+        raise NotRunningError(f"nothing answers at {url}", "start it: `edgellm up`") from error
+    except httpx.TimeoutException as error:
+        raise TimedOutError(f"{url} sent nothing for {silence_s:.0f} s", "`edgellm status` shows its state") from error
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:  # UnicodeError: a host's name
+        raise UsageError(f"not a URL: {url!r}", "write it like http://127.0.0.1:8080") from error
+    except httpx.HTTPError as error:
+        raise _broken() from error
 
 
 def server_url(env: Mapping[str, str], state_dir: Path | None) -> str:

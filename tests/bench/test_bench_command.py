@@ -9,14 +9,17 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
 from edge.bench.load import LoadRow, choice_of, cold_winner, drop_pages, winner
-from edge.bench.serve import LoadLevel, TimedAnswer, document, llama_bench, page, read_event, runs_as
+from edge.bench.serve import SILENCE_S, LoadLevel, TimedAnswer, document, llama_bench, page, read_event, runs_as
 from edge.board.probe import probe
+from edge.cli.chat import key_of, named_faults
 from edge.engine.inspect import Identity
 from edge.engine.installed import SelectedEngine, write_selection
+from edge.errors import EdgeError, UsageError
 from edge.linux.procfs import resident_ratio
 from edge.models.open import open_model
 from edge.plan import start_records
@@ -190,6 +193,29 @@ def test_serve_measures_levels_and_writes_one_page(short_dir: Path, smollm2: Pat
     assert len(results["answers"]) == 6 and results["model"] == "chat"
     text = report.read_text()
     assert text.startswith("<!doctype html>") and text.count("<svg") >= 1 and "http" not in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (httpx.Response(401, json={"error": {"message": "Invalid API Key"}}), "this server needs a key"),
+        (httpx.RemoteProtocolError("peer closed connection"), "the answer broke off"),
+        (httpx.ConnectError("refused"), "nothing answers at http://h"),
+        (httpx.ReadTimeout("slow"), "http://h sent nothing for 600 s"),
+    ],
+)
+def test_a_fault_of_the_server_is_named_and_no_bug(answer: httpx.Response | Exception, said: str) -> None:
+    with pytest.raises(EdgeError, match=said), named_faults("http://h", SILENCE_S):
+        if isinstance(answer, Exception):
+            raise answer
+        answer.request = httpx.Request("POST", "http://h")
+        answer.raise_for_status()
+
+
+@pytest.mark.parametrize("key", ["sk\n", "\u00e9"])
+def test_what_is_no_key_is_named(key: str) -> None:
+    with pytest.raises(UsageError, match="EDGELLM_API_KEY holds no key"):
+        key_of({"EDGELLM_API_KEY": key})
 
 
 @pytest.mark.parametrize(
