@@ -176,12 +176,15 @@ def write(path: Path, entries: Iterable[Key]) -> None:
             owner = (before.st_uid, before.st_gid)  # root edits the file of the service's user
         write_atomic(path, render(entries), owner=owner)
     except OSError as error:
-        hint = "run it as the file's owner, or with sudo"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = f"its disk is full: `df -h {shlex.quote(str(path.parent))}`"
-        if error.errno == errno.EROFS:
-            hint = "its file system is read-only: mount it writable"
-        raise ConfigError(f"cannot write {path}: {error.strerror}", hint) from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}", _hint(error, path)) from error
+
+
+def _hint(error: OSError, path: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"its disk is full: `df -h {shlex.quote(str(path.parent))}`"
+    if error.errno == errno.EROFS:
+        return "its file system is read-only: mount it writable"
+    return "run it as the file's owner, or with sudo"
 
 
 @contextmanager
@@ -197,7 +200,7 @@ def locked(path: Path) -> Iterator[None]:
         existed = os.path.lexists(path)
         file = _lock(path)
     except OSError as error:
-        raise ConfigError(f"cannot open {path}: {error.strerror}", "run it as the file's owner") from error
+        raise ConfigError(f"cannot open {path}: {error.strerror}", _hint(error, path)) from error
     try:
         yield
     finally:
