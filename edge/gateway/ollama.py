@@ -10,6 +10,7 @@ import binascii
 import json
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -28,6 +29,9 @@ _SAME_OPTIONS = frozenset({"seed", "temperature", "top_k", "top_p", "min_p", "ty
     "mirostat_eta",
 }
 _json = msgspec.json.Encoder().encode
+# Up to a kilobyte each once they are built: 60 MB of `{},` took 6 GB. Commas in strings are not counted.
+_MOST_VALUES = 32_768
+_STRING_OR_VALUE = re.compile(rb'"[^"]*"?|[,{\[]')
 _DURATION = re.compile(r"([0-9.]+)(ns|us|µs|ms|s|m|h)")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _YEAR_S = 365 * 86400.0
@@ -54,6 +58,8 @@ class OllamaCall(Struct, frozen=True):
 
 def read_call(route: str, data: bytes | None) -> OllamaCall:
     """Translate a request for one of routes.OLLAMA. Raises RejectedError if it cannot be translated."""
+    if _has_too_many_values(data or b""):
+        raise _bad(f"more than {_MOST_VALUES} values in one request")
     try:
         asked = msgspec.json.decode(data or b"")
         if not isinstance(asked, dict):
@@ -64,6 +70,17 @@ def read_call(route: str, data: bytes | None) -> OllamaCall:
         return _call(route, model, asked)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise _bad(f"the request cannot be read: {error}") from error
+
+
+def _has_too_many_values(data: bytes) -> bool:
+    """Return whether a document has more values than may be built; looks no further than the first too many."""
+    if sum(map(data.count, (b",", b"{", b"["))) <= _MOST_VALUES:  # with those in strings: of Base64 there are none
+        return False
+    plain = data.replace(rb"\\", b"").replace(
+        rb"\"", b""
+    )  # without escaped quotes; a regex would take seconds for them
+    found = (one for one in _STRING_OR_VALUE.finditer(plain) if plain[one.start()] != ord('"'))
+    return next(islice(found, _MOST_VALUES, None), None) is not None
 
 
 def _call(route: str, model: str, asked: dict[str, Any]) -> OllamaCall:

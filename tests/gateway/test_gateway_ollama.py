@@ -124,12 +124,26 @@ def test_keep_alive(value: object, seconds: float | None) -> None:
         b'{"model": "c", "messages": [{"images": ["%%%"]}]}',
         b'{"model": "c", "messages": [{"tool_calls": [{}]}]}',
         b"[" * 100_000,
+        b'{"model": "c", "messages": [' + b"{}," * 20_000 + b"{}]}",
+        b'{"model": "c", "input": [' + b'"",' * 40_000 + b'""]}',
+        b'{"model": "c", "messages": "' + b'\\",' * 40_000,
     ],
 )
 def test_what_cannot_be_translated_is_a_400(asked: bytes) -> None:
     with pytest.raises(RejectedError) as refused:
         read_call("/api/chat", asked)
     assert refused.value.fault.status == 400
+
+
+def test_a_request_is_not_built_when_it_has_more_values_than_one_needs() -> None:
+    """60 MB of `{},` took 6 GB of the gateway."""
+    with pytest.raises(RejectedError, match="more than 32768 values"):
+        read_call("/api/chat", b'{"model": "c", "messages": [' + b"{}," * 20_000 + b"{}]}")
+    with pytest.raises(RejectedError, match="more than 32768 values"):
+        read_call("/api/embed", b'{"model": "c", "input": [' + b'"a",' * 40_000 + b'"a"]}')
+    text = 'a, b {x} [y] "quoted", C:\\, ' * 20_000
+    asked = {"model": "c", "messages": [{"role": "user", "content": text}]}
+    assert json.loads(read_call("/api/chat", json.dumps(asked).encode()).body)["messages"][0]["content"] == text
 
 
 def lines(call: OllamaCall, events: list[Any], cut: int = 7) -> list[dict[str, Any]]:
