@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +19,8 @@ TAIL_LINES = 12  # shown as evidence: what fits on a terminal beside the rest of
 SERVING_LINES = 80
 # SIGKILL comes from outside: only lines right before it can show its reason.
 KILLED_LINES = 12
+# Of fork(2) and pipe(2): the machine is short of processes, memory or descriptors now, and may not be later.
+_PASSING = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 
 class Death(Struct, frozen=True):
@@ -143,7 +146,9 @@ def shot(failure: Failure | None) -> bool:
     return failure is not None and failure.kind == "killed"
 
 
-def failed_spawn(error: EdgeError) -> Failure:
-    """Return the failure of an engine that could not be spawned or planned."""
+def failed_spawn(error: EdgeError) -> Diagnosis:
+    """Return the fault of an engine that could not be spawned or planned."""
     kind = "spawn_failed" if error.kind == "unavailable" else error.kind
-    return Failure(kind, str(error), error.hint or "see `edgellm doctor`")
+    passes = isinstance(error.__cause__, OSError) and error.__cause__.errno in _PASSING
+    failure = Failure(kind, str(error), error.hint or "see `edgellm doctor`")
+    return Diagnosis(EngineFault.CRASH if passes else EngineFault.PERMANENT, failure)

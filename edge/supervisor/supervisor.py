@@ -347,7 +347,8 @@ class Supervisor:
             argv = self._plans.argv_now(plan) if self._found_at is None else self._found_at.command(plan.argv)
             self._attend(spawn(argv, plan.env, self._socket_path, self.terms.limits), plan)
         except EdgeError as error:
-            self.post(Exited(EngineFault.PERMANENT, failed_spawn(error)))
+            found = failed_spawn(error)
+            self.post(Exited(found.fault, found.failure))
 
     def _leave_watch(self) -> None:
         """Close the watch of the last child; what it still posts has another generation and is ignored."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.linux.procfs import read_usage
-from edge.supervisor import watch
+from edge.supervisor import process, watch
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import SupervisorCallbacks
@@ -343,6 +344,27 @@ async def test_a_binary_that_is_not_there_fails_at_once(short_dir: Path) -> None
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED
         failure = rig.supervisor.status().failure
         assert failure is not None and failure.kind == "spawn_failed"
+
+
+async def test_a_machine_that_is_short_of_processes_for_a_moment_fails_no_model(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fork(2) with EAGAIN (TasksMax, ulimit -u) after a crash: the model was FAILED, and stayed so."""
+    refusals = [errno.EAGAIN, errno.ENOMEM, errno.EMFILE]
+
+    def popen(*arguments: Any, **more: Any) -> Any:
+        if refusals:
+            raise OSError(refusals[0], os.strerror(refusals.pop(0)))
+        return real(*arguments, **more)
+
+    async with rigged(short_dir) as rig:
+        await rig.ready()
+        real = process.subprocess.Popen
+        monkeypatch.setattr(process.subprocess, "Popen", popen)
+        os.kill(rig.pids[-1], signal.SIGKILL)
+        await rig.settle(State.BACKOFF)
+        await rig.ready()
+        assert refusals == [] and "FAILED" not in rig.states
 
 
 async def test_a_death_in_the_first_decode_is_no_readiness(short_dir: Path) -> None:
