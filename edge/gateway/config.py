@@ -16,7 +16,7 @@ class ClientLimits(Struct, frozen=True):
     """Bounds that keep one client from starving the others. Not in the configuration file."""
 
     connections: int = 512
-    connections_per_peer: int = 256  # of one IPv4 address or IPv6 /64 that is not loopback
+    connections_per_peer: int = 256  # of one address that is not loopback
     handshakes: int = 128  # of TLS, in progress
     probe_s: float = 2.0  # for the request of a connection that was accepted for probes only
     header_s: float = 20.0  # from the first byte of a request to its last header

@@ -45,7 +45,7 @@ class Connections:
 
     def __init__(self, limits: ClientLimits, peer: Callable[[asyncio.BaseTransport], str | None] | None = None) -> None:
         self._limits = limits
-        self._peer = peer or remote_peer
+        self._peer = peer or remote_host
         self._open: dict[asyncio.BaseTransport, Connection] = {}
         self._peers: Counter[str] = Counter()
         self._handshakes: dict[asyncio.BaseTransport, None] = {}  # in progress, the oldest first
@@ -377,8 +377,8 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(_LINGER_S, close)
 
 
-def remote_peer(transport: asyncio.BaseTransport) -> str | None:
-    """Return the IPv4 address or IPv6 /64 of the client; None on loopback and a unix socket, where a proxy may be."""
+def remote_host(transport: asyncio.BaseTransport) -> str | None:
+    """Return the client's address; None on loopback and on a unix socket, where a proxy may stand for many clients."""
     name = transport.get_extra_info("peername")
     if not isinstance(name, tuple):
         return None
@@ -388,8 +388,7 @@ def remote_peer(transport: asyncio.BaseTransport) -> str | None:
     address = ipaddress.ip_address(host.partition("%")[0])
     # A socket of a unit may serve both families: Python calls ::ffff:127.0.0.1 loopback since 3.13 only.
     address = getattr(address, "ipv4_mapped", None) or address
-    bits = 32 if address.version == 4 else 64  # one host can have all addresses of a /64
-    return None if address.is_loopback else str(ipaddress.ip_network((address, bits), strict=False))
+    return None if address.is_loopback else str(address)
 
 
 def _answer(fault: HttpFault) -> bytes:

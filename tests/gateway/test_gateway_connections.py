@@ -201,10 +201,6 @@ async def test_one_peer_takes_its_share_and_loopback_all() -> None:
     assert join("192.168.0.8") and all(join(each) for each in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] * 10)
     found._leave(peers[0])  # type: ignore[arg-type]
     assert join("192.168.0.7")
-    assert [bool(join(f"2001:db8::{host}%eth0")) for host in range(4)] == [True, True, True, False], (
-        "one /64 is one peer"
-    )
-    assert join("2001:db8:0:1::1")
     for transport in list(found._open):
         found._leave(transport)  # type: ignore[arg-type]
     assert (len(found), found._peers) == (0, {})
