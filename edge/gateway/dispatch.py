@@ -20,7 +20,7 @@ from edge.gateway.health import DEGRADED, degraded_header
 from edge.gateway.model_name import asks_for_stream, named_model, serves
 from edge.gateway.ollama import OllamaCall, read_call
 from edge.gateway.ollama_answer import NDJSON, OllamaAnswer
-from edge.gateway.openai import HttpFault, RejectedError, admin_only, sse_error
+from edge.gateway.openai import HttpFault, RejectedError, sse_error
 from edge.gateway.proxy import Exchange, forward
 from edge.gateway.routes import ADMIN, OLLAMA, Route, wakes
 from edge.gateway.streams import HEADER, check_stream
@@ -184,7 +184,10 @@ async def dispatch(
         await body.read(context.config.limits.replay_bytes, arrive)
         reserved.arrived()
         call = await _read_call(found, body, reserved) if found.name in OLLAMA else None
-        upstream = _choose_by_name(context, call) if call else await _choose(context, request, found, body, reserved)
+        if call is None:
+            upstream = await _choose(context, request, found, body, reserved)
+        else:
+            upstream = _choose_by_name(context, call)
         record.model = upstream.model_id
         if context.config.log_prompts and body.complete:
             record.prompt = access_log.prompt(body.data)
@@ -253,12 +256,8 @@ def _choose_by_name(context: Context, call: OllamaCall) -> Upstream:
 async def _send_call(context: Context, exchange: Exchange, found: Route, call: OllamaCall) -> web.StreamResponse:
     """Answer a translated request. One without a prompt loads the model, or lets it sleep. Raises RejectedError."""
     exchange.translation = OllamaAnswer(call, asyncio.get_running_loop().time, context.wall)
-    # As /admin/models/ID/unload: a key without --admin puts no model to sleep that others use.
-    limited = context.keys.needed and not exchange.record.admin
-    if limited and call.only_loads and call.keep_alive_s == 0:
-        raise admin_only()
     if call.keep_alive_s is not None:
-        exchange.upstream.keep_alive(call.keep_alive_s, lengthens_only=limited)
+        exchange.upstream.keep_alive(call.keep_alive_s)
     # Ollama's clients load a model before the user has typed, and unload it when they close.
     if call.only_loads:
         if call.keep_alive_s != 0 and not exchange.upstream.held:  # held: its engine is there, no other has to end

@@ -15,7 +15,7 @@ from edge.gateway.accounting import RequestRecord
 from edge.gateway.body import join_chunks
 from edge.gateway.context import Context
 from edge.gateway.dispatch import dispatch
-from edge.gateway.openai import HttpFault, RejectedError, admin_only
+from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.origin import is_loopback
 from edge.gateway.routes import LISTS, LOG, Kind, Route, of_ollama, route
 
@@ -172,7 +172,9 @@ def _check_key(context: Context, key: keys.Key | None, found: Route) -> None:
     if key is None and context.keys.needed and not (found.kind is Kind.OURS and found.name in own_routes.PUBLIC):
         raise RejectedError(HttpFault(401, "invalid_key", "Invalid API Key", "send Authorization: Bearer KEY"))
     if found.kind in (Kind.ADMIN, Kind.CONTROL) and (key is None or not key.admin):
-        raise admin_only()
+        raise RejectedError(
+            HttpFault(403, "admin_only", "this route needs an admin key", "edgellm key add NAME --admin")
+        )
 
 
 async def _respond(

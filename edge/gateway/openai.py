@@ -170,7 +170,3 @@ class RejectedError(Exception):
     def __init__(self, fault: HttpFault) -> None:
         super().__init__(fault.message)
         self.fault = fault
-
-
-def admin_only() -> RejectedError:
-    return RejectedError(HttpFault(403, "admin_only", "this needs an admin key", "edgellm key add NAME --admin"))

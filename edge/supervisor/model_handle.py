@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -304,8 +303,8 @@ class ModelHandle:
             if self.supervisor is not None and self.supervisor.machine.state is State.STOPPED:
                 self.supervisor.sleep()  # its next request asks again
 
-    def keep_alive(self, seconds: float, *, lengthens_only: bool = False) -> None:
-        if self.supervisor and not (lengthens_only and 0 <= seconds < (self.supervisor.terms.ttl_s or math.inf)):
+    def keep_alive(self, seconds: float) -> None:
+        if self.supervisor:
             self.supervisor.traffic.keep_alive_s = seconds
 
     def sleeps_in_s(self) -> float | None:

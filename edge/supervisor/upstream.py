@@ -85,11 +85,8 @@ class Upstream(Protocol):
         """Start the model's engine anew once its requests are answered. A sleeping one starts as with a request."""
         ...
 
-    def keep_alive(self, seconds: float, *, lengthens_only: bool = False) -> None:
-        """Let the model sleep after so many idle seconds, until the next call; negative is never.
-
-        `lengthens_only`: less than the configuration gives changes nothing.
-        """
+    def keep_alive(self, seconds: float) -> None:
+        """Let the model sleep after so many idle seconds, until the next call; negative is never."""
         ...
 
     def sleeps_in_s(self) -> float | None:

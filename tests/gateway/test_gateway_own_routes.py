@@ -18,7 +18,6 @@ from edge.gateway import keys
 from edge.gateway.config import GatewayOptions
 from edge.linux.procfs import Ring
 from edge.supervisor.status import Degraded, Failure, ModelStatus, State
-from tests.fakes.upstream.engine import Line, Received
 from tests.fakes.upstream.model import FakeModel
 from tests.gateway.conftest import Rigs
 
@@ -322,24 +321,6 @@ async def test_the_last_requests_are_shown_without_key_and_prompt(rig: Rigs, key
     assert len(document["recent"]) == 20
     assert {"key", "prompt"} & document["recent"][0].keys() == set()
     assert (document["recent"][-1]["route"], document["recent"][-1]["outcome"]) == ("/v1/chat/completions", "ok")
-
-
-async def test_a_key_without_admin_puts_no_model_to_sleep(rig: Rigs, keyed: GatewayOptions) -> None:
-    """As /admin/models/ID/unload; by Ollama's keep_alive it unloaded a model that is pinned."""
-
-    async def script(line: Line, request: Received) -> None:
-        await line.json({"choices": [{"message": {"role": "assistant", "content": "yes"}}]})
-
-    here = await rig(script, config=keyed)
-    for key, asked, status, kept in (
-        (SECRET, {"keep_alive": 0}, 403, []),
-        (SECRET, {"keep_alive": 0, "prompt": "Hi"}, 200, []),
-        (SECRET, {"keep_alive": -1, "prompt": "Hi"}, 200, [-1.0]),
-        (ADMIN, {"keep_alive": 0}, 200, [-1.0, 0.0]),
-    ):
-        body = json.dumps({"model": "chat", "stream": False, **asked}).encode()
-        head = ask("POST", "/api/generate", f"X-Api-Key: {key}", f"Content-Length: {len(body)}")
-        assert ((await here.once(head + body)).status, here.model.kept_alive) == (status, kept)
 
 
 async def test_a_resumable_stream_belongs_to_the_key_that_made_it(

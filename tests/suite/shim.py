@@ -64,7 +64,7 @@ class Server:
     def restart(self) -> None:
         pass
 
-    def keep_alive(self, seconds: float, *, lengthens_only: bool = False) -> None:
+    def keep_alive(self, seconds: float) -> None:
         pass
 
     def sleeps_in_s(self) -> float | None:

@@ -120,9 +120,8 @@ class FakeModel:
     def restart(self) -> None:
         self.actions.append("restart")
 
-    def keep_alive(self, seconds: float, *, lengthens_only: bool = False) -> None:
-        if not lengthens_only or seconds < 0:  # as with ttl_s = 0: never
-            self.kept_alive.append(seconds)
+    def keep_alive(self, seconds: float) -> None:
+        self.kept_alive.append(seconds)
 
     def sleeps_in_s(self) -> float | None:
         return self.left_s
