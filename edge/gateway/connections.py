@@ -24,9 +24,9 @@ from edge.gateway.turns import Reads, Turns
 _TICK_S = 1.0  # all limits here are whole seconds; one timer for all connections costs less than one for each
 # After a rejection the client's bytes are read and dropped for so long: a close with unread bytes is a TCP reset, which
 # may take the answer with it.
-_UNSENT_BYTES = 16384  # of answers to one client; asyncio's 64 KiB, of TLS 512, were 364 MB of 512 clients
 _LINGER_S = 1.0
 _MOST_LINGERING = 64
+_UNSENT_BYTES = 16384  # of answers to one client; asyncio's 64 KiB, of TLS 512, were 364 MB of 512 clients
 # An upload slower than this, seen over some seconds, gives way to other clients when all connections are taken.
 _SLOW_BYTES_PER_S = 16 * 1024
 _JUDGED_AFTER_S = 5.0

@@ -77,7 +77,6 @@ class _Walk:
         self._out: list[tuple[Path, bool, int]] = []  # links out of the folder: to a folder?, the depth that is left
         self._left = sys.maxsize if every_link else _ENTRIES_MAX
         self._full = self._outside = False
-        self._refused: set[Path] = set()  # every user may write to them
         self.linked: set[Path] = set()
 
     def files(self, depth: int) -> Iterator[Path]:
@@ -126,8 +125,7 @@ class _Walk:
         made = prepared_by_another(place, os.environ) if place else None
         if made is None:
             yield from self._allowed(path, is_folder, depth)
-        elif made.parent not in self._refused:
-            self._refused.add(made.parent)
+        else:
             _note_refused(made)
 
     def _allowed(self, path: Path, is_folder: bool, depth: int) -> Iterator[Path]:

@@ -108,7 +108,7 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
 
 
 def engine_for(config: Config, profile: Profile, board: Board, folders: Folders, *, needs_gpu: bool) -> Engine:
-    """Return the installed engine that serves this profile. Raises EngineMissingError, UnavailableError, UsageError."""
+    """Return the installed engine that serves this profile. Raises EngineMissingError, UsageError."""
     recipe = profile.preset.recipe or profile.name
     starts = start_records.read(folders.starts)
     capabilities = [gpu.compute_capability for gpu in board.gpus if gpu.compute_capability]
